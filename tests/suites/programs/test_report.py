@@ -79,3 +79,13 @@ def test_page_and_log(tmp_path):
     log = report.plain(FOUND)
     assert log.index("wrong | norms") < log.index("slow | norms") < log.index("good | norms")
     assert not math.isnan(report.outcomes(FOUND)[2].speed) and "nan" not in log
+
+
+def test_rows_of_other_commits_are_named():
+    new, old = "1a2b3c4d5e6f", "0000aaaa1111"
+    rows = [rec(f"norm: {n}", "tilefold", 10.0, commit=new) for n in ("a", "b")]
+    assert report.commits(results(*rows)) == "1a2b3c4d"
+    mixed = results(*rows, rec("norm: d", "tilefold", 9.0, commit=old), rec("norm: c", "tilefold", 9.0, commit=old))
+    assert report.commits(mixed) == "1a2b3c4d, 0000aaaa (norm: c, norm: d)"
+    assert "commit: 1a2b3c4d, 0000aaaa (norm: c, norm: d)" in report.where(mixed)
+    assert report.commits(FOUND) == ""

@@ -16,6 +16,8 @@ from tilefold.suites.programs.program import SUITE
 
 #: Below this Tilefold loses to torch.compile.
 LOST = 0.9
+#: Characters of a commit that a page shows.
+SHOWN_OF_COMMIT = 8
 _HEADS = ("program", "class", "us", "Inductor", "eager", "compile s", "peak MB", "kernels", "error / eager's", "notes")
 
 
@@ -172,9 +174,19 @@ def plain(results: Results) -> str:
     return "\n".join([*lines, *(" | ".join(cells(o)) for o in found)]) + "\n"
 
 
+def commits(results: Results) -> str:
+    """The commits that rows were measured at, most rows first; the others with their rows."""
+    found: dict[str, list[str]] = {}
+    for row, commit in {r.row: r.commit for r in results.records if r.commit}.items():
+        found.setdefault(commit[:SHOWN_OF_COMMIT], []).append(row)
+    first, *others = sorted(found.items(), key=lambda x: -len(x[1])) or [("", [])]
+    return ", ".join([first[0], *(f"{commit} ({', '.join(sorted(rows))})" for commit, rows in others)])
+
+
 def where(results: Results) -> str:
     versions = ", ".join(f"{name} {v}" for name, v in results.versions.items())
-    about = "; ".join(f"{k}: {v}" for k, v in results.policy.items() if k in ("commit", "table"))
+    policy = {**results.policy, "commit": commits(results) or results.policy.get("commit", "unknown")}
+    about = "; ".join(f"{k}: {v}" for k, v in policy.items() if k in ("commit", "table"))
     return f"{results.device.get('name', 'unknown device')}; {versions}; {about}; {results.date[:10]}"
 
 
