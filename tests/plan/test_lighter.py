@@ -9,7 +9,7 @@ import torch
 from tilefold.frontend.fuse import trace
 from tilefold.plan.gpu import fuse_for_gpu
 from tilefold.plan.gpu_forms import Predicted
-from tilefold.plan.lighter import GIVEN
+from tilefold.plan.lighter import GIVEN, Lighter
 from tilefold.plan.targets.gpu import GpuTarget
 
 ROWS = 65536
@@ -81,3 +81,17 @@ def test_little_memory_is_worth_little_time():
     assert len(planned(behind_a_product, 64, WIDE, cut=most)[0]) == 2
     assert len(planned(behind_a_product, 64, WIDE, cut=1 + 1.1 * (most - 1))[0]) == 1
     assert len(planned(behind_a_product, 2048, WIDE)[0]) == 1  # arguments take most of it
+
+
+def test_only_cuts_that_save_memory_are_asked_whether_they_are_legal(monkeypatch):
+    """A cost volume of 81 shifts has 160 cuts, of which none saves any: it took 20 s of planning to ask them all."""
+    asked = []
+
+    def counted(g, calls, seconds, legal, bandwidth):
+        return Lighter(g, calls, seconds, lambda *parts: asked.append(parts) or legal(*parts), bandwidth)
+
+    monkeypatch.setattr("tilefold.plan.gpu.Lighter", counted)
+    planned(read_again, 64, WIDE)
+    assert not asked
+    planned(behind_a_product, 64, WIDE)
+    assert asked

@@ -96,7 +96,7 @@ class Lighter:
         """The two groups of one that make the worst moment less by `worth` bytes for the least time; seconds more."""
         if len(x.members) == 1 or x.members in self.calls:
             return None
-        ways = islice((y for y in self._pairs(x) if max(self._beside(*y, way)) <= way.most - worth), MOST_CUTS)
+        ways = islice(self._pairs(x, lambda a, b: max(self._beside(a, b, way)) <= way.most - worth), MOST_CUTS)
         found = [(self.seconds(a) + self.seconds(b) - self.seconds(x), n, a, b) for n, (a, b) in enumerate(ways)]
         known = [y for y in found if y[0] == y[0]]
         if not known:
@@ -104,17 +104,18 @@ class Lighter:
         more, _, a, b = min(known)
         return a, b, max(more, 0.0)
 
-    def _pairs(self, x: Group) -> Iterator[tuple[Group, Group]]:
-        """Cuts in two that are legal, the cheapest first."""
+    def _pairs(self, x: Group, fit: Callable[[Members, Members], bool]) -> Iterator[tuple[Group, Group]]:
+        """Cuts in two that fit and are legal, the cheapest first. What fits is asked first, for it is soon known."""
         for parts in cuts(self.g, x.members):
-            found = self.legal(*parts)
+            found = self.legal(*parts) if fit(*parts) else ()
             if len(found) == 2:
                 yield found[0], found[1]
 
-    def _beside(self, a: Group, b: Group, way: _Way) -> list[int]:
-        """Bytes alive at each of two groups that run in place of the one at the worst moment."""
+    def _beside(self, a: Members, b: Members, way: _Way) -> list[int]:
+        """Bytes alive at each of two groups of these members that run in place of the one at the worst moment."""
         at = way.bytes.index(way.most)
-        steps = [*way.steps[:at], self._run(a), self._run(b), *way.steps[at + 1 :]]
+        inside = [self._run(Group(x, ())) for x in (a, b)]
+        steps = [*way.steps[:at], *inside, *way.steps[at + 1 :]]
         return alive_at(steps, self._sizes, self.g.program.outputs)[at : at + 2]
 
     def _least(self, groups: Sequence[Group]) -> float:

@@ -178,10 +178,10 @@ def _reads(c: Compute) -> tuple[str, ...]:
 
 def plain_axes(c: Compute, producer: Compute) -> frozenset[str]:
     """Dims of `producer` that every load in `c` indexes by the dim itself."""
-    same = set(producer.dims)
+    same, results = set(producer.dims), producer.results
     for ld in loads(c.body):
-        if ld.tensor in producer.results:
-            same &= {d for d, ix in zip(producer.dims, ld.index, strict=True) if ix == Index(d)}
+        if ld.tensor in results:
+            same &= {d for d, ix in zip(producer.dims, ld.index, strict=True) if isinstance(ix, Index) and ix.dim == d}
     return frozenset(same)
 
 
