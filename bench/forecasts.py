@@ -32,8 +32,10 @@ HERE = Path(__file__).parent
 GPU = "NVIDIA H200"
 #: Rounds and seconds of a kernel; microseconds from which times are told apart, and most kernels that are named.
 ROUNDS, SECONDS, BANDS, NAMED = 25, 0.06, (0, 8, 20, 60), 30
-#: Elements from which a tensor of 16 bits is not drawn at random.
+#: Elements from which a tensor is not drawn at random.
 LARGE = 1 << 28
+#: Seconds that a row takes at most beyond the last moment at which it is begun: a worker that hangs is ended then.
+GRACE = 60.0
 
 
 def rows(pattern: str) -> Iterator[tuple[str, Any]]:
@@ -86,13 +88,13 @@ def drawn(x: Any) -> Any:
 
     size, stride, kind = tuple(x.shape), tuple(x.stride()), x.dtype
     n = 1 + sum((a - 1) * b for a, b in zip(size, stride, strict=True)) if all(size) else 0
-    if kind.is_floating_point and (kind.itemsize >= 4 or n >= LARGE):
-        base = (torch.rand(n, device="cuda") + 0.5 if n < LARGE else torch.ones(n, device="cuda", dtype=kind)).to(kind)
-    elif kind.is_floating_point:
-        base = torch.randn(n, device="cuda").to(kind)
-    else:
-        base = torch.randint(0, 2, (n,), device="cuda").to(kind)
-    return torch.as_strided(base, size, stride)
+    if not kind.is_floating_point:
+        base = torch.randint(0, 2, (n,), device="cuda")
+    elif n >= LARGE:
+        base = torch.ones(n, device="cuda", dtype=kind)
+    else:  # of 32 bits they are often sums or counts, which something is divided by
+        base = torch.rand(n, device="cuda") + 0.5 if kind.itemsize >= 4 else torch.randn(n, device="cuda")
+    return torch.as_strided(base.to(kind), size, stride)
 
 
 def work(pattern: str, share: str, path: Path, seconds: float, *, dry: bool) -> None:
@@ -113,7 +115,7 @@ def work(pattern: str, share: str, path: Path, seconds: float, *, dry: bool) -> 
             continue
         try:
             kernels = planned(case)
-        except Exception as err:  # one row's fault, whatever it is
+        except Exception as err:  # a row that cannot be planned here, whyever: the others can; `told` counts them
             found.append({"row": name, "why": repr(err)[:200]})
             continue
         for k, xs in kernels:
@@ -131,7 +133,7 @@ def work(pattern: str, share: str, path: Path, seconds: float, *, dry: bool) -> 
                 try:
                     block = k.joined(xs, {})[0].block
                     line["measured"] = _timed(TritonKernel(block, lambda b, z, c=v.config: c), seen, timer)
-                except Exception as err:
+                except Exception as err:  # of one kernel: it does not compile, or has no room; `told` counts them
                     line["why"] = repr(err)[:200]
                 torch.cuda.empty_cache()
             found.append(line)
@@ -195,8 +197,13 @@ def main(words: Sequence[str] | None = None) -> None:
             subprocess.Popen([*command, "--json", str(p), "--share", f"{n}/{given.workers}"])
             for n, p in enumerate(parts)
         ]
+        end = time.monotonic() + given.seconds + GRACE
         for x in started:
-            x.wait()
+            try:
+                x.wait(max(0.0, end - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                x.kill()
+                x.wait()
         found = [x for p in parts if p.exists() for x in json.loads(p.read_text())]
     given.json.write_text(json.dumps(found))
     print(*told(found), sep="\n")

@@ -207,10 +207,11 @@ def gpu_loops(g: Graph, plan: StagePlan, machine: Gpu, given: Given | None = Non
         asked = given is not None and given.stream is not None
         if dynamic or asked or not columns_fit(g, plan, machine) or not _rows_fit(g, plan, loops, machine):
             loops = _streamed(g, plan)
-            return replace(loops, whole=whole_columns(g, plan, loops))
-        outer = tuple(None if d is None else streamed_axis(g, plan, k, machine) for k, d in enumerate(loops.stages))
-        rows = {m: d and next((x for x in outer if x in out_dims(g.by_name[m])), d) for m, d in loops.rows.items()}
-        return Loops(outer, rows, whole_columns(g, plan, Loops(outer, rows)))
+        else:
+            axes = tuple(None if d is None else streamed_axis(g, plan, k, machine) for k, d in enumerate(loops.stages))
+            rows = {m: d and next((x for x in axes if x in out_dims(g.by_name[m])), d) for m, d in loops.rows.items()}
+            loops = Loops(axes, rows)
+        return replace(loops, whole=whole_columns(g, plan, loops))
     stages = tuple(
         d if d is not None or g.points(s.axes) <= machine.one_tile else max(s.axes, key=g.extent)
         for d, s in zip(loops.stages, plan.stages, strict=True)

@@ -29,7 +29,7 @@ from tilefold.suites.page import write_report
 
 PART = "curve"
 STEPS, EAGERS, LIMIT, MOMENTUM = 200, 3, 2.0, 0.9
-#: The rate of gradient descent, of a column of the embedding: at 0.1, losses of 512 columns rise again from 3 to 8.
+#: The rate of gradient descent times the columns of the embedding: at 0.1, losses of 512 rose again from 3 to 8.
 RATE = 6.4
 #: Back ends of torch.compile that train beside eager mode.
 CONTENDERS = ("tilefold", "inductor")
